@@ -555,6 +555,7 @@ class ProgramGPU(VirtualGPU):
         self.fraction, self.ooms, self.pid = 1.0, 0, os.getpid()
         pinned = PinnedAllocator.from_environment(rounds_up=self.rules.applies(ROUNDED.name))
         self.host = HostStorages(HostMeter(host if limited else None, pinned))
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # data loaders' iterators that have processes
         self.host.releases.turn = self.mode.turn
         self.on_machine_of(cards if self.several else cards_of_a_machine(ranks))
         self.watch: Any = None  # the recorder, a `Watch`: `cuda` puts it there, and the import hook

@@ -63,6 +63,7 @@ def _loaders(patches: Patches, gpu: ProgramGPU) -> None:
 
     def started(loader: Any, *args: Any, **kwargs: Any) -> None:
         begin(loader, *args, **kwargs)
+        gpu.loaders.add(loader)
         meter.processes(loader._num_workers)
         weakref.finalize(loader, meter.processes, -loader._num_workers).atexit = False
 

@@ -112,6 +112,8 @@ def run(
         if gave_up and device.ooms and device.last_oom["steps"] == watch.steps:
             status = OOM  # it caught the error, and made no step after it
         seconds = time.perf_counter() - started
+        for loader in list(device.loaders):  # the error keeps it, and its processes keep RAM and cores
+            loader._shutdown_workers()
         if isinstance(error, ModuleNotFoundError) and error.name == "deepspeed":
             watch.note(
                 tr(

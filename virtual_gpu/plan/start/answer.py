@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...cards import GPUSpec, Range, card
+from ...changes import CHANGES
 from ...errors import NoSuchLayer, NotSupported, WrongValue
 from ...language import tr
-from ...models.attention import REPEAT_KV, REPEATED
+from ...models.attention import REPEATED
 from ...models.configs import load_config, model_name
 from ...models.depth import text_config
 from ...models.offloaded import SINCE, can_offload
@@ -44,7 +45,6 @@ from .keys import EITHER, LESS, MORE, Keys, Note, place_of
 TOOLS = (torchtune, axolotl, llama_factory, trl, trainer)  # in the order in which a file is looked at
 READ = ("sft", "dpo", "grpo")  # objectives of files that are read
 SCHEMA = 1  # of `Answer.to_dict`
-_IMPORT = "from transformers.integrations import sdpa_attention"
 _IN_FP32 = """for parameter in trainer.model.parameters():
     if parameter.requires_grad:
         parameter.data = parameter.data.float()"""
@@ -495,7 +495,7 @@ class _Search:
                 en="What stands above is counted so. These two lines in the training's script, before the model runs, "
                 "avoid it",
             ) + (tr(ko="(fp16일 때)", en=" (in fp16)") if half else "")
-            yield InCode(f"{why_repeats_kv()} {how}", f"{_IMPORT}\n{REPEAT_KV}", with_line)
+            yield InCode(f"{why_repeats_kv()} {how}", CHANGES["repeat_kv"].loop, with_line)
 
     def _in_fp16(self, setting: Setting) -> Iterator[InCode]:
         """Adapters in fp32 again, with which fp16's scaler goes on; no line of a file says that."""
