@@ -59,10 +59,11 @@ ORDER = [
     ["virtual_gpu.shards.*"],
     # What people change: its lines, and a sentence for each.
     ["virtual_gpu.changes"],
+    # What an error shows.
+    ["virtual_gpu.doctor.*"],
     # Any program, on a card that it takes for a real one.
     ["virtual_gpu.program.*"],
     # What people ask: will it fit, and what would? Then the doors: a function, the package's names, the command.
-    ["virtual_gpu.doctor.*"],
     ["virtual_gpu.plan.*"],
     ["virtual_gpu.api"],
     ["virtual_gpu"],
