@@ -336,6 +336,7 @@ def test_what_was_tried_names_its_card():
     """The command's: of several cards the one that ran out again, or the fullest."""
     cards = {"card": 0, "reserved": 3, "other_cards": [{"card": 1, "allocated": 5, "reserved": 7}]}
     fits = {**cards, "status": "fits", "judgement": "fits", "allocated": 2, "seconds": 1.0, "error": None, "oom": None}
+    fits |= {"growth": None}
     out = {**fits, "status": "oom", "judgement": "does not fit", "oom": {"card": 0}}
     rows = [Run("a change", report).row() for report in (fits, out, {**fits, "oom": {"card": 0}})]
     assert [(row["card"], row["reserved"]) for row in rows] == [(1, 7), (0, 7), (1, 7)]
