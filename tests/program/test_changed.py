@@ -90,16 +90,16 @@ def ran(folder, text: str, changes=(), through: str = "loop.py"):
     return report
 
 
+def a_llama(folder, **sizes):
+    """The folder with a small model's configuration; programs are written beside it."""
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
+    LlamaConfig(**small, **sizes, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model's configuration, and programs beside it."""
-    folder = tmp_path_factory.mktemp("model")
-    config = LlamaConfig(
-        vocab_size=4096, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=4, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
-    config.save_pretrained(folder)
-    return folder
+    return a_llama(tmp_path_factory.mktemp("model"), vocab_size=4096, num_attention_heads=4, num_key_value_heads=4)
 
 
 @pytest.mark.parametrize("names", [pytest.param(one, marks=NEEDS_HEAD if "fused_head" in one else ()) for one in SETS])
@@ -115,14 +115,8 @@ def test_a_change_is_the_line_that_is_printed(folder, text, names):
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory):
-    """A model whose heads of keys and values are fewer than those of queries."""
-    folder = tmp_path_factory.mktemp("grouped")
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8,
-        num_key_value_heads=2, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
-    config.save_pretrained(folder)
-    return folder
+    """Heads of keys and values are fewer than those of queries."""
+    return a_llama(tmp_path_factory.mktemp("grouped"), vocab_size=512, num_attention_heads=8, num_key_value_heads=2)
 
 
 @pytest.mark.parametrize("text", (LOOP, TRAINER), ids=("loop", "trainer"))

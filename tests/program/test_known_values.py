@@ -386,12 +386,21 @@ def test_sampling_by_hand_goes_on_to_its_limit(card, rows):
         lambda token, finished: (new := finished | (token == end), new.all()),
         lambda token, finished: (new := finished.logical_or(torch.isin(token, ends)), torch.all(new)),
         lambda token, finished: (finished, (token == end).all()),
+        lambda token, finished: (finished, (token == ends[1]).all()),
         lambda token, finished: (finished, not (token != end).any()),
         lambda token, finished: (finished, not (~(token == end)).any()),
         lambda token, finished: (finished, (token[:, None] == ends).any(-1).all()),
         in_place,
     ]
     assert [steps_of(way) for way in ways] == [5] * len(ways)
+    if rows == 1:
+        ways = [lambda token, finished: (finished, token == ends[1]), lambda token, finished: (finished, token == end)]
+        assert [steps_of(way) for way in ways] == [5, 5]
+    assert torch.isin(99, ends) and not torch.isin(1, ends)
+    written = model(torch.zeros(4, 8, dtype=torch.int64, device="cuda"))[:, -1].argmax(-1) == end
+    assert not written.all()
+    written[0] = True
+    assert "mostly" not in written.__dict__  # of a part that was written nothing is told of the whole
     padded = model(torch.zeros(rows, 8, dtype=torch.int64, device="cuda")).argmax(-1)
     assert (padded != 0).all() and not (padded == 0).any() and (padded >= 0).all()  # nothing is wrong with the data
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..language import tr
 from ..units import MiB, human_bytes
-from .watch import Block, Watch, category_of
+from .watch import Watch, category_of
 
 _LEAST = MiB  # bytes a step; less than that are losses in a list, which no card dies of
 _STEPS = 3  # at most so many steps are looked at, each of which has to have left something
@@ -27,14 +27,13 @@ def growth_of(watch: Watch, room: int | None) -> dict[str, Any] | None:
     if len(steps) < 2:
         return None
 
-    def left_by(step: tuple[int, int], block: Block) -> bool:
-        alive = block.freed is None or block.freed >= ends[-1]
-        return step[0] <= block.born < step[1] and alive and category_of(block, watch) not in _STAYS
-
     left = [Counter() for _ in steps]
-    for block in watch.blocks.values():
-        for step, lines in zip(steps, left, strict=True):
-            if left_by(step, block):
+    alive = (one for one in watch.blocks.values() if one.freed is None or one.freed >= ends[-1])
+    for block in alive:
+        if category_of(block, watch) in _STAYS:
+            continue
+        for (start, end), lines in zip(steps, left, strict=True):
+            if start <= block.born < end:
                 lines[block.line] += block.held
     by_line = {line: min(lines[line] for lines in left) for line in left[-1]}
     total = sum(by_line.values())

@@ -72,6 +72,11 @@ def _each(tensor: torch.Tensor) -> float | None:
     return getattr(tensor, "answer", 1 if getattr(tensor, "may_pick", False) else None)
 
 
+def _is_known(value: Any) -> bool:
+    """Whether it is a number, or a tensor whose values are there or known."""
+    return type(value) is not FakeTensor or values_of(value) is not None
+
+
 def _is_while(file: str, line: int) -> bool:
     """Whether a line of a file belongs to the condition of a `while`, or of an `if` that breaks one off."""
     try:
@@ -187,11 +192,11 @@ class Values(Answers):
             mostly = _BOTH[packet](told) if told else None
         if func._schema.is_mutable and args and type(args[0]) is FakeTensor:
             base = args[0]._base
-            for told in ("may_pick", "mostly"):
-                args[0].__dict__.pop(told, None)
+            for name in ("may_pick", "mostly"):
+                args[0].__dict__.pop(name, None)
             if base is not None and base.numel() > 1:  # written in part: no longer the same everywhere
-                base.__dict__.pop("answer", None)
-                base.__dict__.pop("may_pick", None)
+                for name in _TOLD:
+                    base.__dict__.pop(name, None)
         if func in _NO:
             out.answer = 0
         elif func is _NON_FINITE:
@@ -214,10 +219,11 @@ class Values(Answers):
                 out.answer = int(_COMPARES_TWO[func](*told))
             else:
                 out.may_pick = not any(map(is_drawn, args))
-        elif packet is _ISIN and (ids := values_of(args[1])) is not None:
+                if packet in _IS_A_NUMBER and [_is_known(one) for one in args[:2]].count(True) == 1:
+                    numbers = [self._told(one) for one in args[:2]]
+                    mostly = None if None in numbers else int(_COMPARES_TWO[func](*numbers))
+        elif packet is _ISIN and not _is_known(args[0]) and (ids := values_of(args[1])) is not None:
             mostly = int(self._number(args[0]) in ids.flatten().tolist())
-            if out.numel() == 1:
-                out.answer = mostly
         elif packet in _ANY_OR_ALL:  # programs ask so for what is wrong with their data, or right
             right = int(packet not in (_ANY, _aten._is_any_true))
             one = getattr(args[0], "answer", right) if args[0].numel() == 1 else right
@@ -250,6 +256,8 @@ class Values(Answers):
                 tensor.__dict__.pop("answer", None)
         if mostly is not None:
             out.mostly = mostly
+            if out.numel() == 1:
+                out.answer = mostly
 
     def written(self, tensor: torch.Tensor, number: float) -> None:
         """The program made a tensor of one element of this number."""
