@@ -57,7 +57,7 @@ def _changes(diagnosis: Diagnosis) -> str:
     commands = [command(diagnosis, key) for key in keys]
     heads = [
         tr(ko="해 볼 것, 이 순서로", en="Try, in this order"),
-        "TrainingArguments",
+        "Trainer",
         tr(ko="직접 쓴 코드, 터미널", en="a loop of one's own, the terminal"),
     ]
     if any(commands):
