@@ -146,9 +146,16 @@ for epoch in range(2):
     print(total / count)
 """
     )
-    for steps, ended in ((2, "failed"), (5, "fits"), (9, "fits")):
+    for steps, unfed in ((2, 1), (4, 1), (5, 0), (9, 0)):
         report = run(str(path), steps=steps, through_evaluation=True)
-        assert report.status == ended and any("배치를 받지 못했다" in note for note in report.notes) == (steps == 2)
+        assert report.status == "fits" and sum("배치를 받지 못했다" in note for note in report.notes) == unfed
+        assert sum("epochs.py:14, ZeroDivisionError: division by zero" in note for note in report.notes) == unfed
+    elsewhere = path.read_text().replace(
+        "    print(", "    layer(torch.zeros(1, 8).cuda())\n    if epoch: raise ValueError\n    print("
+    )
+    path.write_text(elsewhere.replace("/ count", "/ max(count, 1)"))
+    report = run(str(path), steps=4, through_evaluation=True)
+    assert report.status == "failed" and isinstance(report.error, ValueError)  # it went on before it failed
 
 
 @pytest.mark.parametrize("ends", ["", "raise ValueError('no')\n", "torch.empty(2**40, device='cuda')\n"])

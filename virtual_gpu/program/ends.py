@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from ..language import tr
 from .imports import Imports
 from .patches import Patches
+from .report import line_of
 from .watch import BACKWARD, Watch
 
 
@@ -54,6 +56,7 @@ def install(patches: Patches, imports: Imports, watch: Watch, steps: int, *, thr
             for count, batch in enumerate(iterate(loader)):
                 if watch.steps >= steps and loader in training:
                     if not count:
+                        watch.unfed = len(watch.events)
                         watch.note(empty)
                     return
                 if watch.steps >= steps and count >= steps:
@@ -65,6 +68,21 @@ def install(patches: Patches, imports: Imports, watch: Watch, steps: int, *, thr
                     training.add(loader)
 
         patches.set(DataLoader, "__iter__", __iter__)
+
+
+def ended_unfed(watch: Watch, error: BaseException | None) -> bool:
+    """Whether the program failed on an epoch without batches, before it used the card again; noted if so."""
+    if not isinstance(error, Exception) or watch.unfed != len(watch.events):
+        return False
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = f"{line_of(last.filename, last.lineno or 0)}, {type(error).__name__}: {error}"
+    watch.note(
+        tr(
+            ko=f"프로그램은 그 에폭에서 끝났고({said}), 그 뒤에 하는 일은 실행하지 않았다",
+            en=f"the program ended in that epoch ({said}): what it does after it was not run",
+        )
+    )
+    return True
 
 
 def _will_evaluate(patches: Patches, watch: Watch, module: ModuleType) -> None:

@@ -108,6 +108,8 @@ def run(
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
         started = time.perf_counter()
         status, error = _run(program, module, device)
+        if status == FAILED and ends.ended_unfed(watch, error):
+            status, error = FITS, None
         gave_up = status == FITS or isinstance(error, SystemExit) or _after_out_of_memory(error)
         if gave_up and device.ooms and device.last_oom["steps"] == watch.steps:
             status = OOM  # it caught the error, and made no step after it

@@ -80,7 +80,8 @@ class Watch:
 
     spans: (phase, index of its first event), in their order. history: the events of a snapshot, where one is kept;
     history_stays: whether the program cannot end it. step_ends: the events before each step's end.
-    will_evaluate: whether a Trainer is to, sooner or later.
+    will_evaluate: whether a Trainer is to, sooner or later. unfed: how many events there were when an epoch was last
+    given no batches (see `ends`).
     """
 
     gpu: ProgramGPU
@@ -93,6 +94,7 @@ class Watch:
     steps: int = 0
     step_ends: list[int] = field(default_factory=list)
     will_evaluate: bool = False
+    unfed: int | None = None
     within_a_step: bool = False  # of something that counts its own
     notes: list[str] = field(default_factory=list)
 
