@@ -42,6 +42,8 @@ def expandable(variable: str = VARIABLES[-1]) -> Change:
     return Change(shell=f"export {setting}", environment=setting)
 
 
+BLOCK = "Block"  # the class of a model's blocks, which a run may know
+
 CHANGES = {
     "accumulation": Change(
         "per_device_train_batch_size=4, gradient_accumulation_steps=4",
@@ -58,7 +60,7 @@ CHANGES = {
     "block_checkpointing": Change(
         "",
         "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing\n"
-        "apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, Block))",
+        f"apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, {BLOCK}))",
         options=("--change", "block_checkpointing"),
     ),
     "offload": Change(
@@ -215,7 +217,7 @@ _WHAT = {
         "gradient checkpointing (a model of diffusers)",
     ),
     "block_checkpointing": (
-        "직접 쓴 모델의 블록마다 체크포인팅을 켠다(Block은 블록의 클래스, 모델을 만든 바로 다음에)",
+        "직접 쓴 모델의 블록마다 체크포인팅을 켠다(블록의 클래스: Block. 모델을 만든 바로 다음에)",
         "gradient checkpointing of a model of one's own (Block: the class of its blocks; right after it is made)",
     ),
     "offload": (

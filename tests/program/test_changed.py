@@ -196,6 +196,16 @@ def test_blocks_of_a_model_of_ones_own_are_checkpointed(folder):
     assert ran(folder, twice, (name,)).changed == {name: 1}
 
 
+def test_the_lines_to_write_name_the_class_of_the_blocks(folder):
+    own = OWN.replace("Block", "Layer").replace("ones(64", "ones(256").replace("batch_size=16", "batch_size=256")
+    (folder / "own.py").write_text(IMPORTS + own)
+    report = run(str(folder / "own.py"), [str(folder)], gpu="1GiB, 8.0")
+    assert (report.status, report.trained.blocks) == ("oom", "Layer")
+    report.tried = [{"status": "fits", "changes": ["block_checkpointing"]}]
+    assert any(line.endswith("isinstance(part, Layer))") for line in report.to_write)
+    assert "Block" not in "".join(report.to_write)
+
+
 def test_checkpointed_blocks_keep_the_names_of_their_parameters(folder):
     """An average of the weights is kept by names that were taken down before the first step."""
     average = """

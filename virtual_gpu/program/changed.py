@@ -256,7 +256,7 @@ def _checkpoint_blocks(patches: Patches, watch: Watch, changes: Changes) -> None
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and watch.modules.running is NOWHERE and module not in seen:
             seen.add(module)
-            kind = _kind_of_blocks(module)
+            kind = kind_of_blocks(module)
             if kind is not None:
                 apply_activation_checkpointing(module, _Recomputed, check_fn=lambda part: isinstance(part, kind))
                 changes["block_checkpointing"] += 1
@@ -279,7 +279,7 @@ def has_switch(module: nn.Module) -> bool:
     return any(hasattr(module, name) for name in ("gradient_checkpointing_enable", "enable_gradient_checkpointing"))
 
 
-def _kind_of_blocks(model: nn.Module) -> type | None:
+def kind_of_blocks(model: nn.Module) -> type | None:
     """The class of the largest row of like modules; None where there is none, or where blocks are recomputed already.
 
     Nor of a model that has checkpointing of its own to turn on.

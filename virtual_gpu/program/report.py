@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..cards import Range
-from ..changes import CHANGES, what
+from ..changes import BLOCK, CHANGES, what
 from ..counting.convolutions import Convolutions
 from ..doctor.answer import diagnose
 from ..doctor.diagnosis import first_changes
@@ -248,7 +248,8 @@ class Report:
         fits.append(self.of_the_doctor)
         named = {"checkpointing": "diffusers_checkpointing"} if self.trained.diffusers else {}
         keys = [named.get(name, name) for changes in fits for name in changes]
-        return [line for key in keys for line in (f"# {what(key)}", *CHANGES[key].lines)]
+        lines = [line for key in keys for line in (f"# {what(key)}", *CHANGES[key].lines)]
+        return [line.replace(BLOCK, self.trained.blocks or BLOCK) for line in lines]
 
     def on_host(self) -> list[tuple[str, int]]:
         """(category, bytes) at the peak of the host's RAM."""

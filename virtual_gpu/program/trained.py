@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .changed import CAUSAL, has_switch, is_trained
+from .changed import CAUSAL, has_switch, is_trained, kind_of_blocks
 from .quantized import state_tensors
 from .watch import Watch
 
@@ -21,6 +21,7 @@ class Trained:
     diffusers: what is trained is of that library, whose switch has another name.
     causal: a model of transformers' …ForCausalLM, or none there yet: where LoRA, QLoRA and the fused head have a place.
     grouped: transformers handed sdpa heads in groups, for which it took the math kernel.
+    blocks: the class of those that the change block_checkpointing recomputes, where there are such.
     weights: all parameters. gradients: of those that are trained. states: of PyTorch's Adam or AdamW, 0 with any other
     optimizer or none yet. eight_bit_states: one byte for each of its two. All 0 where ranks share the parameters, or
     where hooks take gradients before all of them are there.
@@ -33,6 +34,7 @@ class Trained:
     diffusers: bool = False
     causal: bool = True
     grouped: bool = False
+    blocks: str = ""
     weights: int = 0
     gradients: int = 0
     states: int = 0
@@ -50,7 +52,8 @@ def trained(watch: Watch) -> Trained:
     def is_here(parameter: torch.nn.Parameter) -> bool:
         return parameter.is_cuda and parameter.untyped_storage()._cdata in storages
 
-    parts = {part for root in watch.modules.roots if any(map(is_here, root.parameters())) for part in root.modules()}
+    roots = [root for root in watch.modules.roots if any(map(is_here, root.parameters()))]
+    parts = {part for root in roots for part in root.modules()}
     parameters = {p for part in parts for p in part.parameters(recurse=False)}
     kinds = {
         "adapters": any(type(part).__module__.startswith("peft.") for part in parts),
@@ -59,6 +62,7 @@ def trained(watch: Watch) -> Trained:
         "diffusers": any(hasattr(part, "enable_gradient_checkpointing") and is_trained(part) for part in parts),
         "causal": not parts or any(type(part).__name__.endswith(CAUSAL) for part in parts),
         "grouped": watch.gpu.rules.math_for_groups and "transformers.integrations.sdpa_attention" in sys.modules,
+        "blocks": next((kind.__name__ for kind in map(kind_of_blocks, roots) if kind is not None), ""),
         "sixteen_bits": not any(p.dtype == torch.float32 and p.ndim > 1 for p in parameters),
     }
     learns = [p for p in parameters if p.requires_grad]
