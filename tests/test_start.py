@@ -188,6 +188,7 @@ def test_a_file_is_read_as_its_tool_reads_it(written, model):
     assert Setting(**fields) == Setting(
         4, 2, model_id="meta-llama/Llama-3.2-1B", peft="lora", sequence_length=512, precision="bf16",
         optimizer="adamw_fused", lora_rank=64, lora_targets=targets, lora_dropout=0.0, fused_lm_head=True,
+        attention="sdpa_repeat_kv",
     )  # fmt: skip
 
 

@@ -1,16 +1,19 @@
 """What other people's files say that ours do not: each was once read in another way, or not at all."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from transformers import LlamaConfig
 
 from virtual_gpu.cards import card
 from virtual_gpu.errors import NoSuchLayer, NotSupported, WrongValue
+from virtual_gpu.models.attention import REPEATED
 from virtual_gpu.plan.start import start_from
 from virtual_gpu.plan.start.answer import TOOLS
 from virtual_gpu.plan.start.document import read_document
 from virtual_gpu.plan.start.keys import EITHER, LESS, MORE, Keys
+from virtual_gpu.step.predict import predict_need
 from virtual_gpu.step.setting import Setting
 
 SMALL = LlamaConfig(
@@ -58,6 +61,18 @@ def read(path, gpus=1, objective=None):
 
 def torchtune(kind="", loss="LinearCrossEntropyLoss"):
     return TORCHTUNE.replace("KIND", kind).replace("LOSS", loss)
+
+
+@pytest.mark.parametrize("gpu, dtype, capability", [("T4", "fp32", (7, 5)), ("RTX 4090", "bf16", (8, 9))])
+def test_torchtune_repeats_grouped_heads_by_itself(gpu, dtype, capability, written):
+    path = written(torchtune().replace("max_seq_len: 512", "max_seq_len: 1024").replace("bf16", dtype))
+    found = start_from(path, gpu)
+    ways = [
+        predict_need(replace(found.start.setting, attention=attention), capability).card
+        for attention in ("sdpa", REPEATED)
+    ]
+    assert found.start.reserved == ways[1] and not found.in_code
+    assert (ways[0] > ways[1]) == (gpu == "T4")  # the math kernel's matrices; elsewhere the copies are more
 
 
 # -- how it is split -------------------------------------------------------------------------------------------------

@@ -479,10 +479,13 @@ class _Search:
         return replace(found, in_code=(*found.in_code, *self._in_fp16(setting)))
 
     def _repeating(self, start: Try) -> Iterator[InCode]:
-        """Grouped heads repeated, where that takes less. torchtune repeats them itself (modules/attention.py)."""
+        """Grouped heads repeated, where that takes less; a tool of its own attention may repeat them itself."""
         setting, as_it_is = start.setting, start.reserved
-        theirs = self.tool is torchtune or setting.attention != "sdpa" or self.section is not None
-        if theirs or not repeats_kv(setting.model_id, self.spec.compute_capability):
+        if (
+            setting.attention != "sdpa"
+            or self.section is not None
+            or not repeats_kv(setting.model_id, self.spec.compute_capability)
+        ):
             return
         half = "bf16" in setting.precision and not self.stage and (setting.peft or setting.precision == "mixed_bf16")
         if half:  # which goes to that kernel anyway: before Ampere the other one has no bf16

@@ -13,6 +13,7 @@ from typing import Any
 from ...cards import GPUSpec
 from ...errors import NotSupported
 from ...language import tr
+from ...models.attention import REPEATED
 from ...step.own_code import IN_BACKWARD
 from ...step.setting import Setting
 from . import hugging_face
@@ -82,6 +83,7 @@ def read(
         "precision": keys.word("dtype", "bf16", among=("bf16", "fp32")),
         "peft": ("qlora" if quantized else "lora") if kind else None,
         "rest_in_fp32": False,
+        "attention": REPEATED,  # on every card (torchtune/modules/attention.py: expanded, then copied by reshape)
     }
     if keys.flag("optimizer_in_bwd"):
         alone = gpus == 1 and found["gradient_accumulation_steps"] == 1
