@@ -374,6 +374,24 @@ def test_report_and_program_say_the_same_bytes(capfd):
     assert (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes) == (report.allocated, report.reserved)
 
 
+@pytest.mark.parametrize("before", [0, 2])
+def test_ctrl_c_ends_the_program_and_not_its_report(before, tmp_path, capsys):
+    path, found = tmp_path / "loop.py", tmp_path / "report.json"
+    path.write_text(
+        "import signal, torch\nlayer = torch.nn.Linear(1024, 1024).cuda()\n"
+        "optimizer = torch.optim.SGD(layer.parameters())\n"
+        f"for step in range(5):\n    if step == {before}: signal.raise_signal(signal.SIGINT)\n"
+        "    layer(torch.ones(8, 1024, device='cuda')).sum().backward()\n    optimizer.step()\n"
+    )
+    assert main(["--report", str(found), str(path)]) == 130
+    report = json.loads(found.read_text())
+    assert (report["status"], report["judgement"], report["steps"]) == ("interrupted", "interrupted", before)
+    assert report["allocated"] >= 4 * 1024 * 1025 and "중단했다. 거기까지의 최대" in capsys.readouterr().out
+    assert not torch.cuda.is_available()  # nothing of the virtual card is left
+    with pytest.raises(KeyboardInterrupt):
+        run(str(path))
+
+
 def test_a_mesh_without_a_group_does_not_wait_for_other_ranks():
     report = program("tensor_parallel.py", gpus=4)
     assert report.status == "fits" and report.at_peak["parameters"] == 2 * 4 * 1024 * 4096 // 4

@@ -20,10 +20,10 @@ from . import html
 from .again import Run, advice, largest
 from .changed import MADE
 from .frames import OURS
-from .report import FAILED, FITS, OOM, Report
+from .report import FAILED, FITS, INTERRUPTED, OOM, Report
 from .runner import run
 
-EXIT = {FITS: 0, OOM: 1, FAILED: 2}
+EXIT = {FITS: 0, OOM: 1, FAILED: 2, INTERRUPTED: 130}
 _LONG_SECONDS = 60  # a run that takes longer is not run again without being asked
 
 
@@ -95,8 +95,10 @@ def execute(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     tell(
         tr(
-            ko=f"{command[0]}, 가상 {args.gpu}: 옵티마이저 스텝 {args.steps}번까지 실행한다. Ctrl+C를 누르면 멈춘다.",
-            en=f"{command[0]} on a virtual {args.gpu}, up to {args.steps} optimizer steps; Ctrl+C stops.",
+            ko=f"{command[0]}, 가상 {args.gpu}: 옵티마이저 스텝 {args.steps}번까지 실행한다. Ctrl+C를 누르면 멈추고 "
+            "거기까지를 보인다.",
+            en=f"{command[0]} on a virtual {args.gpu}, up to {args.steps} optimizer steps; Ctrl+C ends it and shows "
+            "what it saw.",
         )
     )
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
@@ -106,7 +108,7 @@ def execute(args: argparse.Namespace) -> int:
             visible_gpus=args.visible_gpus, rank=args.rank,
             limited=not args.unlimited, host=args.host, writes=args.write_files, snapshot_file=args.snapshot,
             without=args.without, changes=args.change,
-            sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]),
+            sent=None if args.sent is None else (int(args.sent[0]), args.sent[1]), report_interrupted=True,
         )  # fmt: skip
     if report.error is not None:
         print_traceback(report.error)
@@ -161,7 +163,7 @@ def _tell_again(change: str) -> None:
 
 
 def exit_status(report: Report) -> int:
-    """0 where it fits, 1 where memory is missing, 2 where the program failed."""
+    """0 where it fits, 1 where memory is missing, 2 where the program failed, 130 after Ctrl+C."""
     return EXIT.get(report.judgement, EXIT[report.status] if report.judgement == "tight" else EXIT[OOM])
 
 

@@ -30,16 +30,16 @@ from .trained import Trained, trained
 from .watch import BACKWARD, CATEGORIES, EVALUATION, Watch, category_of
 
 SCHEMA = 2  # of `Report.json`
-FITS, OOM, FAILED = "fits", "oom", "failed"
+FITS, OOM, FAILED, INTERRUPTED = "fits", "oom", "failed", "interrupted"
 
 
 @dataclass
 class Report:
     """A run's findings; sizes in bytes.
 
-    status: "fits", "oom" or "failed". phases: name → (peak allocated, peak reserved). at_peak: category → bytes at the
-    moment of the highest peak, modules and lines: largest first. allocated, reserved: their highest values.
-    fragmentation: reserved and not allocated, at the end. rules: of CUDA in force → the versions
+    status: "fits", "oom", "failed" or "interrupted". phases: name → (peak allocated, peak reserved).
+    at_peak: category → bytes at the moment of the highest peak, modules and lines: largest first. allocated, reserved:
+    their highest values. fragmentation: reserved and not allocated, at the end. rules: of CUDA in force → the versions
     they hold for. versions: of the libraries that the program loaded. changed: what was made other in the program →
     how often its place was found; tried: what it was run again with. error: the exception that ended the program.
     host: of the machine's RAM. card, other_cards: where one process has several cards, which one all this is of, and of
@@ -95,8 +95,8 @@ class Report:
 
     @property
     def judgement(self) -> str:
-        """ "fits", "tight" or "does not fit", see `room`; "failed" where the program did."""
-        if self.status == FAILED or self.room is None:
+        """ "fits", "tight" or "does not fit", see `room`; "failed" or "interrupted" where the program was."""
+        if self.status in (FAILED, INTERRUPTED) or self.room is None:
             return self.status
         return TOO_MUCH if self.status == OOM else self.room.verdict(self.fullest["reserved"])
 
@@ -120,6 +120,7 @@ class Report:
             error = f"{type(self.error).__name__}: {self.error}"
             return tr(ko=f"프로그램이 스스로 실패했다: {error}", en=f"the program failed: {error}")
         told = {
+            INTERRUPTED: tr(ko="중단했다. 거기까지의 최대", en="interrupted; the peak until then"),
             FITS: tr(ko="들어간다", en="fits"),
             TIGHT: tr(ko="빠듯하다", en="tight"),
             TOO_MUCH: tr(ko="메모리가 모자란다", en="out of memory"),
@@ -128,7 +129,7 @@ class Report:
         name = f"cuda:{fullest['card']}: " if self.other_cards else ""
         if self.other_cards and self.status == OOM:
             return tr(ko=f"cuda:{self.in_question}의 {told}", en=f"{told} on cuda:{self.in_question}")
-        return told + (f". {name}{self.room.line(fullest['reserved'])}" if self.room and self.status == FITS else "")
+        return told + (f". {name}{self.room.line(fullest['reserved'])}" if self.room and self.status != OOM else "")
 
     @property
     def summary(self) -> str:

@@ -31,7 +31,7 @@ from .device import ProgramGPU
 from .ends import EndOfRun
 from .launchers import Launch, launched, launcher, without_python
 from .patches import Patches
-from .report import FAILED, FITS, OOM, Report, make_report
+from .report import FAILED, FITS, INTERRUPTED, OOM, Report, make_report
 from .several import to_see
 from .threads import wait_for_threads
 
@@ -55,11 +55,13 @@ def run(
     host: str | Machine | None = None,
     without: Iterable[str] = (),
     changes: Iterable[str] = (),
+    report_interrupted: bool = False,
 ) -> Report:
     """Run a script (or with module=True a module, as `python -m`) with these arguments until `steps` optimizer steps.
 
-    The program's own errors end up in `Report.error`; KeyboardInterrupt passes. WrongValue where there is no
-    such file. snapshot_file: where PyTorch's memory snapshot of the run is written. sent: see `pipeline`.
+    The program's own errors end up in `Report.error`; KeyboardInterrupt passes, or with report_interrupted ends the
+    program, and the report is of what it did until then. WrongValue where there is no such file.
+    snapshot_file: where PyTorch's memory snapshot of the run is written. sent: see `pipeline`.
     visible_gpus: of one process that spreads its model over them, see `cuda`; `rank` is the one that is looked at.
     host: the machine whose RAM there is, without: rules to leave out, changes: what is to be other (see `cuda`).
     """
@@ -107,7 +109,12 @@ def run(
         patches.set(sys, "argv", [program, *argv])
         patches.set(sys, "path", [os.getcwd() if module else os.path.dirname(os.path.abspath(program)), *sys.path])
         started = time.perf_counter()
-        status, error = _run(program, module, device)
+        try:
+            status, error = _run(program, module, device)
+        except KeyboardInterrupt:
+            if not report_interrupted:
+                raise
+            status, error = INTERRUPTED, None
         if status == FAILED and ends.ended_unfed(watch, error):
             status, error = FITS, None
         gave_up = status == FITS or isinstance(error, SystemExit) or _after_out_of_memory(error)
