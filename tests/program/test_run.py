@@ -108,6 +108,21 @@ def test_another_error_after_memory_was_enough_is_the_program_s_own(end, tmp_pat
     assert run(str(path)).status == "failed"
 
 
+@pytest.mark.parametrize(
+    "end, told",
+    [
+        ("raise FileNotFoundError('no data')", "FileNotFoundError: no data (SystemExit: 1)"),  # as Hydra ends
+        ("assert False", "AssertionError (SystemExit: 1)"),
+        ("sys.exit(1)", "SystemExit: 1"),
+        ("sys.exit()", None),
+    ],
+)
+def test_an_exit_that_handles_an_error_tells_of_it(end, told, tmp_path):
+    path = tmp_path / "ends.py"
+    path.write_text(f"import sys\ntry:\n    {end}\nexcept Exception:\n    sys.exit(1)\n")
+    assert run(str(path)).json()["error"] == told
+
+
 @pytest.mark.parametrize("end", ["", "raise ValueError\n", "sys.exit()\n"])
 @pytest.mark.parametrize("made", ["device='cuda'", "bias=True).to('cuda'"])
 def test_a_model_that_was_never_called_is_what_is_held(end, made, tmp_path):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from ..language import tr
 from .imports import Imports
 from .patches import Patches
-from .report import line_of
+from .report import error_line, line_of
 from .watch import BACKWARD, Watch
 
 
@@ -75,7 +75,7 @@ def ended_unfed(watch: Watch, error: BaseException | None) -> bool:
     if not isinstance(error, Exception) or watch.unfed != len(watch.events):
         return False
     last = traceback.extract_tb(error.__traceback__)[-1]
-    said = f"{line_of(last.filename, last.lineno or 0)}, {type(error).__name__}: {error}"
+    said = f"{line_of(last.filename, last.lineno or 0)}, {error_line(error)}"
     watch.note(
         tr(
             ko=f"프로그램은 그 에폭에서 끝났고({said}), 그 뒤에 하는 일은 실행하지 않았다",

@@ -85,7 +85,7 @@ class Report:
         plain["judgement"] = self.judgement
         plain["room"] = None if self.room is None else self.room.to_dict()
         plain["host"] = None if self.host is None else self.host.to_dict()
-        plain["error"] = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        plain["error"] = None if self.error is None else error_line(self.error)
         return {"schema": SCHEMA, **plain}
 
     def categories(self) -> dict[int, int]:
@@ -117,7 +117,7 @@ class Report:
         if self.host is not None and self.host.killed:
             return tr(ko="호스트 RAM이 모자란다", en="out of host RAM")
         if self.judgement == FAILED:
-            error = f"{type(self.error).__name__}: {self.error}"
+            error = error_line(self.error)
             return tr(ko=f"프로그램이 스스로 실패했다: {error}", en=f"the program failed: {error}")
         told = {
             INTERRUPTED: tr(ko="중단했다. 거기까지의 최대", en="interrupted; the peak until then"),
@@ -484,6 +484,16 @@ def _nccl(gpu: ProgramGPU) -> Range | None:
     groups = {tuple(sorted(ranks)) for ranks in dist.distributed_c10d._world.pg_group_ranks.values()}
     taken = of_groups(len(ranks) for ranks in groups if gpu.rank in ranks)
     return Range(taken.low, taken.high)
+
+
+def error_line(error: BaseException) -> str:
+    """As a traceback ends; of an exit that handles another error, as Hydra's does, that error before it."""
+    name, text = type(error).__name__, str(error)
+    said = f"{name}: {text}" if text else name
+    behind = error.__cause__ or error.__context__
+    if not isinstance(error, SystemExit) or behind is None:
+        return said
+    return f"{error_line(behind)} ({said})"
 
 
 def line_of(file: str, line: int) -> str:
