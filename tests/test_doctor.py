@@ -20,6 +20,7 @@ from virtual_gpu.counting.gpu import VirtualGPU
 from virtual_gpu.doctor import diagnose, foreign, places, sizes, text
 from virtual_gpu.doctor.changes import FIRST
 from virtual_gpu.doctor.diagnosis import first_changes
+from virtual_gpu.doctor.frames import Frame
 from virtual_gpu.doctor.message import Size, messages
 from virtual_gpu.doctor.report import command
 from virtual_gpu.doctor.text import read_end
@@ -771,3 +772,21 @@ def test_where_the_request_is_little_what_was_held_before_has_its_cures_too():
     assert "lora" not in first_changes(adapters, most=9)
     scores = (SITE + "transformers/models/llama/modeling_llama.py", "eager_attention_forward", "")
     assert first_changes(diagnose(trace(SCRIPT, scores))) == ["sdpa", "shorter", "accumulation"]
+
+
+@pytest.mark.parametrize(
+    "file, library, path",
+    [
+        (r"C:\Users\me\AppData\Local\Programs\Python\Python311\Lib\threading.py", "python", "threading.py"),
+        (r"C:\ProgramData\anaconda3\Lib\runpy.py", "python", "runpy.py"),
+        (r"C:\Users\me\anaconda3\envs\llm\lib\asyncio\events.py", "python", "asyncio/events.py"),
+        (r"C:\Program Files\WindowsApps\PythonSoftwareFoundation.Python.3.11_3.11.2_x64__q\Lib\runpy.py", "python", "runpy.py"),
+        (r"C:\Users\me\AppData\Roaming\uv\python\cpython-3.11.9-windows-x86_64-none\Lib\runpy.py", "python", "runpy.py"),
+        (r"C:\Users\me\anaconda3\envs\llm\lib\site-packages\torch\nn\functional.py", "torch", "torch/nn/functional.py"),
+        (r"D:\Work\Lib\train.py", None, "D:/Work/Lib/train.py"),
+        ("/usr/lib/python3.11/runpy.py", "python", "runpy.py"),
+        ("/home/me/lib/train.py", None, "/home/me/lib/train.py"),
+    ],
+)  # fmt: skip
+def test_a_file_on_windows_is_a_library_s_from_its_package_on(file, library, path):
+    assert (Frame(file, 1, "f").library, Frame(file, 1, "f").path) == (library, path)

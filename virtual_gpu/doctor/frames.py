@@ -25,15 +25,18 @@ _ARROW = re.compile(r"(?:[│|]\s{0,4})?(?:-{2,6}>|❱)\s?(\d{1,7})(?!\d)\s?[│
 _START = "Traceback (most recent call last)"
 _UNDERLINE = re.compile(r"[\s^~]*$")
 
+# The standard library's folder; on Windows it is named after nothing, so the folder over it must be a Python's.
+_LIB = (
+    r"[/\\]lib[/\\]python3\.\d{1,2}[/\\]|\\(?:Python3\d{1,2}(?:-32)?|PythonSoftwareFoundation\.[^\\]{1,80}"
+    r"|cpython-3[^\\]{1,80}|(?:ana|mini)conda3?|miniforge3|mambaforge|envs\\[^\\]{1,80})\\[Ll]ib\\"
+)
 # What stands before a file's path from its package on.
 _ROOT = re.compile(
-    r"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d{1,2}[/\\]|[/\\]src[/\\]"
+    rf"(?:site|dist)-packages[/\\]|{_LIB}|[/\\]src[/\\]"
     r"|[/\\](?=torch[/\\](?:nn|optim|autograd|utils)[/\\])"
 )
 _INSTALLED = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]{1,80})")
-_STANDARD = re.compile(
-    r"^<frozen |[/\\]lib[/\\]python3\.\d{1,2}[/\\]|[/\\](?:bin|Scripts)[/\\][\w.-]{1,40}$|^<string>$"
-)
+_STANDARD = re.compile(rf"^<frozen |{_LIB}|[/\\](?:bin|Scripts)[/\\][\w.-]{{1,40}}$|^<string>$")
 LIBRARIES = (
     "transformers", "peft", "accelerate", "deepspeed", "trl", "bitsandbytes", "torch", "lightning", "pytorch_lightning",
     "diffusers", "unsloth", "vllm", "liger_kernel", "sentence_transformers",

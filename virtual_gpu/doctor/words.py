@@ -130,7 +130,7 @@ def in_handler() -> str:
 def spilled() -> str:
     """What more than the card's capacity means."""
     return tr(
-        ko="할당한 것이 카드보다 많다. 윈도와 WSL은 RAM을 GPU에 빌려주므로 카드가 얼마나 찼는지는 알 수 없다.",
+        ko="할당한 것이 카드보다 많다. 윈도우와 WSL은 RAM을 GPU에 빌려주므로 카드가 얼마나 찼는지는 알 수 없다.",
         en="More is allocated than the card has: Windows and WSL lend it the machine's RAM, so how full the card is "
         "cannot be read off.",
     )
