@@ -204,6 +204,8 @@ def test_the_lines_to_write_name_the_class_of_the_blocks(folder):
     report.tried = [{"status": "fits", "changes": ["block_checkpointing"]}]
     assert any(line.endswith("isinstance(part, Layer))") for line in report.to_write)
     assert "Block" not in "".join(report.to_write)
+    report.trained = Trained(own=True, blocks="Decoder, Encoder")  # a model and another, each with its own
+    assert any(line.endswith("isinstance(part, (Decoder, Encoder)))") for line in report.to_write)
 
 
 def test_checkpointed_blocks_keep_the_names_of_their_parameters(folder):

@@ -250,7 +250,8 @@ class Report:
         named = {"checkpointing": "diffusers_checkpointing"} if self.trained.diffusers else {}
         keys = [named.get(name, name) for changes in fits for name in changes]
         lines = [line for key in keys for line in (f"# {what(key)}", *CHANGES[key].lines)]
-        return [line.replace(BLOCK, self.trained.blocks or BLOCK) for line in lines]
+        blocks = self.trained.blocks or BLOCK
+        return [line.replace(BLOCK, f"({blocks})" if "," in blocks else blocks) for line in lines]
 
     def on_host(self) -> list[tuple[str, int]]:
         """(category, bytes) at the peak of the host's RAM."""

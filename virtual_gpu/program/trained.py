@@ -21,7 +21,7 @@ class Trained:
     diffusers: what is trained is of that library, whose switch has another name.
     causal: a model of transformers' …ForCausalLM, or none there yet: where LoRA, QLoRA and the fused head have a place.
     grouped: transformers handed sdpa heads in groups, for which it took the math kernel.
-    blocks: the class of those that the change block_checkpointing recomputes, where there are such.
+    blocks: the class of those that the change block_checkpointing recomputes, or the classes; "" without any.
     weights: all parameters. gradients: of those that are trained. states: of PyTorch's Adam or AdamW, 0 with any other
     optimizer or none yet. eight_bit_states: one byte for each of its two. All 0 where ranks share the parameters, or
     where hooks take gradients before all of them are there.
@@ -62,7 +62,7 @@ def trained(watch: Watch) -> Trained:
         "diffusers": any(hasattr(part, "enable_gradient_checkpointing") and is_trained(part) for part in parts),
         "causal": not parts or any(type(part).__name__.endswith(CAUSAL) for part in parts),
         "grouped": watch.gpu.rules.math_for_groups and "transformers.integrations.sdpa_attention" in sys.modules,
-        "blocks": next((kind.__name__ for kind in map(kind_of_blocks, roots) if kind is not None), ""),
+        "blocks": ", ".join(sorted({kind.__name__ for kind in map(kind_of_blocks, roots) if kind is not None})),
         "sixteen_bits": not any(p.dtype == torch.float32 and p.ndim > 1 for p in parameters),
     }
     learns = [p for p in parameters if p.requires_grad]
