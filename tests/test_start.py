@@ -746,6 +746,13 @@ def test_of_padded_micro_batches_and_of_those_of_one_length_the_larger_counts(wr
         predict_need(replace(setting, padded=one, attention="sdpa_repeat_kv"), (7, 5)).card for one in (True, False)
     ]
     assert repeated.reserved == max(ways) < found().start.reserved and "use_gqa_in_sdpa = " in str(found())
+    # On a card between the two they stand first, and the file may stay as it is.
+    between = (max(ways) + found().start.reserved) / 2 / 2**30
+    by_code = found(gpu=f"{between:.2f}GiB, 7.5")
+    assert by_code.verdict == "does not fit" and by_code.fits_by_code and by_code.to_dict()["fits_by_code"]
+    said_first = str(by_code)
+    assert said_first.index("use_gqa_in_sdpa = ") < said_first.index("또는 바꿀 줄:")
+    assert not found().fits_by_code and not found(gpu=f"{0.9 * max(ways) / 2**30:.2f}GiB, 7.5").fits_by_code
     (in_fp16,) = found(("fp16: true", "bf16: true")).in_code  # bf16 takes that kernel either way
     assert in_fp16.reserved == repeated.reserved and "(fp16일 때)" in in_fp16.why
     assert not found(gpu="RTX 4090").in_code

@@ -109,6 +109,12 @@ class Answer:
         """Whether the file runs as it stands, whatever the unknowns are."""
         return self.verdict == FITS and not self.impossible
 
+    @property
+    def fits_by_code(self) -> bool:
+        """Whether it does not fit as it stands, and does with lines in the program and none of its own changed."""
+        needed = [int(one.reserved * (1 + self.margin)) for one in self.in_code if one.alone]
+        return not self.fits and not self.impossible and any(self.room.verdict(one) == FITS for one in needed)
+
     def changes(self) -> Iterator[str]:
         """`key: old → new` of every line to change."""
         for key, new in self.lines.items():
@@ -155,6 +161,7 @@ class Answer:
             "with_changes": tried(self.proposal),
             "lines": [{"key": key, "old": self.document.get(place_of(key)), "new": new}
                       for key, new in self.lines.items()],
+            "fits_by_code": self.fits_by_code,
             "in_code": [{"why": one.why, "code": one.code, "reserved_bytes": one.reserved} for one in self.in_code],
             "not_counted": [{"key": note.key, "value": str(note.value), "effect": note.effect, "why": str(note)}
                             for note in self.notes],
@@ -185,8 +192,15 @@ class Answer:
         lines += [f"  {self._pages(self.start)}"] if self.start.paged else []
         lines += [f"  {self._engine(self.start)}"] if self.start.engine else []
         lines += [f"  {self._gradients()}"] if self.waiting else []
+        if self.fits_by_code:
+            with_code = tr(
+                ko="스크립트에 아래의 코드를 적으면, 파일은 그대로 두고도 들어간다",
+                en="with the code below in the training's script it fits, and the file stays as it is",
+            )
+            lines += [with_code, *self._code()]
         if self.lines:
-            lines += [tr(ko="바꿀 줄:", en="lines to change:"), *(f"  {line}" for line in self.changes())]
+            other = tr(ko="또는 ", en="or ") if self.fits_by_code else ""
+            lines += [other + tr(ko="바꿀 줄:", en="lines to change:"), *(f"  {line}" for line in self.changes())]
             lines += [f"  → {self.room.line(self.proposal.reserved)}"]
             lines += [f"  → {self.proposal.by_padding}"] if self.proposal.by_padding else []
             lines += [f"  → {self._pages(self.proposal)}"] if self.proposal.paged else []
@@ -194,21 +208,25 @@ class Answer:
                 lines.append(
                     "  " + tr(ko=f"offload는 transformers {SINCE}부터 된다", en=f"offload: transformers {SINCE}")
                 )
-        elif not self.fits:
+        elif not self.fits and not self.fits_by_code:
             lines.append(
                 tr(
                     ko="이 파일의 줄을 바꾸어서는 들어가게 하지 못했다. --from 없이 부르면 다른 GPU와 방법을 찾는다",
                     en="no change of its lines makes room; without --from other GPUs and methods are searched",
                 )
             )
-        for one in self.in_code:
-            lines += [f"⚠ {one.why}", *(f"    {line}" for line in one.code.splitlines())]
-            lines += [f"  → {self.room.needs(one.reserved)}"]
+        lines += [] if self.fits_by_code else self._code()
         if self.notes:
             lines += [tr(ko="세지 않은 것:", en="not counted:"), *(f"  - {note}" for note in self.notes)]
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _code(self) -> Iterator[str]:
+        for one in self.in_code:
+            yield f"⚠ {one.why}"
+            yield from (f"    {line}" for line in one.code.splitlines())
+            yield f"  → {self.room.needs(one.reserved)}"
 
     def _engine(self, one: Try) -> str:
         taken = human_bytes(int(self.room.memory.high * one.engine.share))
@@ -413,11 +431,15 @@ def _holds_more(setting: Setting) -> bool:
 
 
 class InCode(NamedTuple):
-    """What no line of the file says: lines of the program, what they are for, and the bytes that are reserved then."""
+    """What no line of the file says: lines of the program, what they are for, and the bytes that are reserved then.
+
+    alone: whether those are of the file as it stands, with these lines and nothing else changed.
+    """
 
     why: str
     code: str
     reserved: int
+    alone: bool = False
 
 
 class _Need(NamedTuple):
@@ -498,7 +520,7 @@ class _Search:
                 en="What stands above is counted so. These two lines in the training's script, before the model runs, "
                 "avoid it",
             ) + (tr(ko="(fp16일 때)", en=" (in fp16)") if half else "")
-            yield InCode(f"{why_repeats_kv()} {how}", CHANGES["repeat_kv"].loop, with_line)
+            yield InCode(f"{why_repeats_kv()} {how}", CHANGES["repeat_kv"].loop, with_line, alone=not half)
 
     def _in_fp16(self, setting: Setting) -> Iterator[InCode]:
         """Adapters in fp32 again, with which fp16's scaler goes on; no line of a file says that."""
