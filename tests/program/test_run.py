@@ -627,3 +627,14 @@ def test_4_bit_weights_in_bytes_are_whole_on_each_rank(untied, tmp_path):
     )
     packed = 4 * (4 * 512 * 512 + 3 * 512 * 1024) // 2
     assert abs(whole.at_peak["parameters"] - split.at_peak["parameters"] - packed // 2) < 0.01 * packed
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_what_cudnn_keeps_of_recurrent_layers_is_said_to_be_missing(kind, tmp_path):
+    path = tmp_path / "recurrent.py"
+    text = f"import torch\nlayer = torch.nn.{kind}(8, 8).cuda()\nout, _ = layer(torch.ones(4, 2, 8, device='cuda'))\n"
+    path.write_text(f"{text}out.sum().backward()\n")
+    notes = run(str(path)).notes
+    assert sum(note.startswith(f"{kind}: cuDNN") for note in notes) == 1
+    path.write_text(f"import torch\ntorch.set_grad_enabled(False)\n{text}")
+    assert not any("cuDNN" in note for note in run(str(path)).notes)

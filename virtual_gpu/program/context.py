@@ -32,6 +32,7 @@ from . import (
     old_names,
     pretrained,
     quantized,
+    recurrent,
     several,
     smi,
     states,
@@ -196,6 +197,7 @@ def cuda(
             imports = device.imports = Imports(patches)
             states.install(patches, imports)
             eager.install(patches, watch)
+            recurrent.install(patches, watch)
             compiled.install(patches, imports, watch)
             pretrained.install(patches, imports, watch)
             if not writes:
