@@ -17,7 +17,7 @@ from .watch import Watch
 
 
 def install(patches: Patches, watch: Watch) -> None:
-    """Say of LSTM, GRU and RNN that are trained on the card that their figure is too low."""
+    """Say of LSTM, GRU and RNN that are trained on the card that their figure is off."""
     for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
         patches.set(kind, "forward", _noting(kind.forward, watch))
 
@@ -35,9 +35,10 @@ def _noting(forward: Any, watch: Watch) -> Any:
 
 def _not_counted(kind: str) -> str:
     return tr(
-        ko=f"{kind}: cuDNN이 역전파를 위해 따로 두는 메모리를 세지 않았다. 여기 나온 값은 너무 작다. "
-        "H100에서는 한 층이 fp32 출력의 5배(LSTM)나 6배(GRU)를 역전파까지 잡고, 순전파 동안 출력의 9~10배를 더 썼다",
-        en=f"{kind}: what cuDNN keeps aside for backward is not counted, so the figures here are too low. On an H100 a "
-        "layer kept 5 times (LSTM) or 6 times (GRU) its fp32 output until then; in forward it took another 9 to 10 "
-        "times the output",
+        ko=f"{kind}: cuDNN이 역전파를 위해 따로 두는 메모리를 세지 않았다. 여기 나온 값은 맞지 않고, LSTM이면 "
+        "너무 작다. H100에서는 한 층이 fp32 출력의 5배(LSTM)나 6배(GRU)를 역전파까지 잡고, 순전파 동안 출력의 "
+        "9~10배를 더 썼다",
+        en=f"{kind}: what cuDNN keeps aside for backward is not counted: the figures here are off, an LSTM's far too "
+        "low. On an H100 a layer kept 5 times (LSTM) or 6 times (GRU) its fp32 output until then; in forward it took "
+        "another 9 to 10 times the output",
     )
