@@ -752,6 +752,9 @@ def test_of_padded_micro_batches_and_of_those_of_one_length_the_larger_counts(wr
     assert by_code.verdict == "does not fit" and by_code.fits_by_code and by_code.to_dict()["fits_by_code"]
     said_first = str(by_code)
     assert said_first.index("use_gqa_in_sdpa = ") < said_first.index("또는 바꿀 줄:")
+    assert "파일은 그대로 두고도 들어간다" in said_first
+    unsure = replace(by_code, notes=start_from(written(TRL + "packing: true\n"), "T4").notes)
+    assert "파일은 그대로 두고도 센 것은 들어간다" in str(unsure)
     assert not found().fits_by_code and not found(gpu=f"{0.9 * max(ways) / 2**30:.2f}GiB, 7.5").fits_by_code
     (in_fp16,) = found(("fp16: true", "bf16: true")).in_code  # bf16 takes that kernel either way
     assert in_fp16.reserved == repeated.reserved and "(fp16일 때)" in in_fp16.why

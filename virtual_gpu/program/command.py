@@ -39,8 +39,8 @@ def add_to(subparsers: Any) -> argparse.ArgumentParser:
             "accelerate launch.",
         ),
         epilog=tr(
-            ko="종료 상태: 0 들어간다, 1 메모리가 모자란다, 2 프로그램이 스스로 실패했다.",
-            en="Exit status: 0 it fits, 1 out of memory, 2 the program failed by itself.",
+            ko="종료 상태: 0 들어간다, 1 메모리가 모자란다, 2 프로그램이 스스로 실패했다, 130 Ctrl+C.",
+            en="Exit status: 0 it fits, 1 out of memory, 2 the program failed by itself, 130 Ctrl+C.",
         ),
     )
     _arguments(parser)

@@ -1,7 +1,7 @@
 """Recurrent layers: cuDNN runs each in one call and keeps a reserve for backward, which nothing here counts.
 
-Its size is cuDNN's own (closed source). What an H100 kept of a layer stands in benchmarks/README.md: too few figures
-for a rule, enough to say how much is missing.
+Its size is cuDNN's own (closed source). What an H100 kept and took of a layer stands in benchmarks/README.md and its
+records; as long as no rule counts it, the report says how much is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def install(patches: Patches, watch: Watch) -> None:
 def _noting(forward: Any, watch: Watch) -> Any:
     @functools.wraps(forward)
     def call(module: torch.nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
-        on_card = next(module.parameters()).is_cuda
+        on_card = any(parameter.is_cuda for parameter in module.parameters())
         if on_card and module.training and torch.is_grad_enabled():
             watch.note(_not_counted(module.mode.partition("_")[0]))
         return forward(module, *args, **kwargs)

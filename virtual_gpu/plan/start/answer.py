@@ -111,7 +111,7 @@ class Answer:
 
     @property
     def fits_by_code(self) -> bool:
-        """Whether it does not fit as it stands, and does with lines in the program and none of its own changed."""
+        """Whether it does not fit as it stands, and what is counted does with lines in the program alone."""
         needed = [int(one.reserved * (1 + self.margin)) for one in self.in_code if one.alone]
         return not self.fits and not self.impossible and any(self.room.verdict(one) == FITS for one in needed)
 
@@ -193,9 +193,11 @@ class Answer:
         lines += [f"  {self._engine(self.start)}"] if self.start.engine else []
         lines += [f"  {self._gradients()}"] if self.waiting else []
         if self.fits_by_code:
+            counted = self._bounds() == MORE
             with_code = tr(
-                ko="스크립트에 아래의 코드를 적으면, 파일은 그대로 두고도 들어간다",
-                en="with the code below in the training's script it fits, and the file stays as it is",
+                ko=f"스크립트에 아래의 코드를 적으면, 파일은 그대로 두고도 {'센 것은 ' * counted}들어간다",
+                en=f"with the code below in the training's script {'what is counted' if counted else 'it'} fits, and "
+                "the file stays as it is",
             )
             lines += [with_code, *self._code()]
         if self.lines:
