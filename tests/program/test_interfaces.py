@@ -718,7 +718,7 @@ def test_an_interrupt_ends_the_program_and_puts_everything_back(tmp_path, capsys
         "import signal, torch\ntorch.zeros(1, device='cuda')\nsignal.raise_signal(signal.SIGINT)\n1 / 0\n"
     )
     before = signal.getsignal(signal.SIGINT)
-    assert main([str(script)]) == 130 and "중단" in capsys.readouterr().err
+    assert main([str(script)]) == 130 and "중단" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is before and not torch.cuda.is_available()
 
 
